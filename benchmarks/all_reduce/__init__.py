@@ -1,0 +1,1 @@
+"""Our all-reduce against ``DistributedDataParallel`` on gloo."""

@@ -1,0 +1,1 @@
+"""How fast codecs encode and decode, and how many bytes they leave."""

@@ -1,0 +1,1 @@
+"""Our shaped link against one that the kernel shapes; our counts against the interface's."""

@@ -1,0 +1,1 @@
+"""Our vanilla pipeline against ``torch.distributed.pipelining``."""

@@ -1,0 +1,1 @@
+"""What a predicted step costs beside a trained one."""

@@ -1,0 +1,1 @@
+"""Throughput that the simulator predicts, against real processes on this machine."""

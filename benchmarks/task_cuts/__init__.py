@@ -1,0 +1,1 @@
+"""Where to cut the models of the benchmark tasks: where the higher floor is lowest."""

@@ -1,0 +1,1 @@
+"""How fast messages move between two processes of one machine."""

@@ -1,0 +1,1 @@
+"""Which protocol suits this cluster? Measured briefly, then simulated."""

@@ -1,0 +1,1 @@
+"""Who does the work: the coordinator, and the roles that it leads."""

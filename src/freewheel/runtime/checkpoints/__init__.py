@@ -1,0 +1,1 @@
+"""What a run writes down so that it can go on, and the model it leaves behind."""

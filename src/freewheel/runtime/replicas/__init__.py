@@ -1,0 +1,1 @@
+"""Whole copies of a model on every worker, joined by all-reduce."""

@@ -1,0 +1,1 @@
+"""How bytes move between the processes of a run: one interface, several carriers."""
