@@ -20,7 +20,8 @@ one ``run`` are taken back to back for each seed, in turning order, so that a dr
 meets all of them. Each finished unit (one arm, one seed) is appended to
 ``benchmarks/work/NAME.jsonl`` and skipped when the command is started again with the same settings.
 An arm that raises is recorded with its error, as a row of the table; ``--retry-failed`` takes it
-again, ``--fresh`` takes all again.
+again, ``--fresh`` takes all again, and ``--go-on`` takes over what the results file of another
+machine holds under the same settings: for accuracies and virtual time, not for seconds.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Benchmark:
         about: str = "",
         command: str = "",
         retry_failed: bool = False,
+        go_on: bool = False,
     ) -> None:
         self.name, self.settings, self.seeds, self.tiny = name, dict(settings), list(seeds), tiny
         self.work, self.out, self.about = work, out, about
@@ -110,9 +112,10 @@ class Benchmark:
         canonical = json.dumps(self.settings, sort_keys=True).encode()
         self.fingerprint = hashlib.sha256(canonical).hexdigest()[:16]
         self._order: list[str] = []
+        known = [*(_published(out, self.settings, self.fingerprint) if go_on else ()), *_read(work)]
         self._units = {
             (unit.arm, unit.seed): unit
-            for unit in _read(work)
+            for unit in known
             if unit.settings == self.fingerprint and not (unit.error and retry_failed)
         }
 
@@ -125,6 +128,7 @@ class Benchmark:
         parser.add_argument("--out", type=Path, help="the results file")
         parser.add_argument("--fresh", action="store_true", help="forget the units done before")
         parser.add_argument("--retry-failed", action="store_true", help="take failed units again")
+        parser.add_argument("--go-on", action="store_true", help="keep what the results file holds")
         given = parser.parse_args(arguments)
         about, seeds, settings = read_settings(ROOT / name / "benchmark.toml", tiny=given.tiny)
         form = f"{name}.tiny" if given.tiny else name
@@ -144,6 +148,7 @@ class Benchmark:
             about=about,
             command=f"python -m benchmarks.{name} --tiny" if given.tiny else "",
             retry_failed=given.retry_failed,
+            go_on=given.go_on,
         )
 
     def run(self, arms: Mapping[str, Measure], seeds: Sequence[int] | None = None) -> None:
@@ -303,6 +308,19 @@ def _read(work: Path) -> list[Unit]:
             with suppress(json.JSONDecodeError, TypeError):
                 units.append(Unit(**json.loads(line)))
     return units
+
+
+def _published(out: Path, settings: Mapping[str, Any], fingerprint: str) -> Iterator[Unit]:
+    """Yield the units of a results file that was made with these settings; none that failed."""
+    with suppress(FileNotFoundError):
+        results = json.loads(out.read_text())
+        during = results["load"].get("during", {"median": 0.0})["median"]
+        took_s = results["took_s"] / max(1, sum(len(arm["seeds"]) for arm in results["arms"]))
+        for arm in results["arms"] if results["settings"] == settings else ():
+            for place, seed in enumerate(arm["seeds"]):
+                metrics = {key: value["values"][place] for key, value in arm["metrics"].items()}
+                if any(value is not None for value in metrics.values()):
+                    yield Unit(arm["name"], seed, fingerprint, metrics, None, during, took_s)
 
 
 def _number(value: Any) -> float | int | None:

@@ -6,8 +6,18 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from cli import freewheel, run_folder, sets
-from freewheel.observe.run_folder import read_rows
+from freewheel.config import parse_config
+from freewheel.errors import WorkerError
+from freewheel.launch.local import Exit
+from freewheel.observe.board import Board
+from freewheel.observe.progress import Progress
+from freewheel.observe.run_folder import RunFolder, read_rows
+from freewheel.runtime.coordinator import Coordinator
+from freewheel.transport.base import COORDINATOR, Message
+from freewheel.transport.inproc import InprocHub
 
 
 def write(tmp_path: Path, role: str, rank: int, at: int) -> Path:
@@ -95,3 +105,49 @@ dir = "{tmp_path / "runs"}"
     done = freewheel("train", str(path), *sets(layout__workers=2, protocol__name="asp"))
     assert done.returncode == 6
     assert "this layer has had enough" in done.stderr
+
+
+class Ended:
+    """Two workers that end with an error, the second one after the run has been told to stop."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def pids(self) -> dict[str, int]:
+        return {"server 0": 1, "worker 0": 2, "worker 1": 3}
+
+    def alive(self) -> list[str]:
+        return []
+
+    def exits(self) -> list[Exit]:
+        self.looks += 1
+        return {1: [Exit("worker 0", 2, 1)], 2: [Exit("worker 1", 3, 1)]}.get(self.looks, [])
+
+    def stop(self, grace_s: float = 3.0) -> None:
+        """None is left."""
+
+
+def test_scenario_16_nobody_waits_for_a_server_that_has_ended_with_the_rest(tmp_path: Path) -> None:
+    config = parse_config({"layout": {"kind": "server", "workers": 2}, "protocol": {"name": "asp"}})
+    hub, names = InprocHub(), ["server 0", "worker 0", "worker 1"]
+    link = hub.link(COORDINATOR)
+    others = {name: hub.link(name) for name in names}
+    for other in others.values():
+        other.connect({COORDINATOR: link.address})
+        other.send(COORDINATOR, Message("hello", meta={"address": other.address, "pid": 1}))
+    folder = RunFolder(tmp_path / "run", config)
+    board, processes = Board(3, names), Ended()
+    leader = Coordinator(link, names, processes, folder, board, Progress(quiet=True), config)
+    processes.looks = -(10**6)  # all live while they join
+    leader.gather()
+    processes.looks = 0
+    others["server 0"].close()
+    said = {"error": "RuntimeError: enough", "kind": "", "traceback": "enough", "pid": 2}
+    for name in ("worker 0", "worker 1"):
+        others[name].send(COORDINATOR, Message("failed", meta=said))
+    with pytest.raises(WorkerError, match=r"worker 0 .* failed: RuntimeError: enough"):
+        leader.lead()
+    assert processes.looks >= 2
+    folder.close()
+    for each in (link, *others.values()):
+        each.close()

@@ -126,6 +126,33 @@ def test_finished_units_are_not_run_again_and_half_a_line_is(tmp_path: Path) -> 
     assert ran == [2]
 
 
+def test_what_another_machine_published_is_taken_over_when_asked(tmp_path: Path) -> None:
+    def failing(seed: int) -> dict[str, float]:
+        if seed == 1:
+            raise RuntimeError("no")
+        return {"t": float(seed)}
+
+    first = bench(tmp_path, size=3)
+    first.run({"a": failing})
+    first.write({})
+    first.work.unlink()
+    taken: list[int] = []
+
+    def count(seed: int) -> dict[str, float]:
+        taken.append(seed)
+        return {"t": -1.0}
+
+    same, other = {"size": 3}, {"size": 4}
+    for settings, expected in ((same, [1]), (other, [0, 1, 2])):
+        again = Benchmark(
+            "x", settings, seeds=(0, 1, 2), work=tmp_path / "y.jsonl", out=first.out, go_on=True
+        )
+        again.run({"a": count})
+        assert taken == expected
+        taken.clear()
+    assert first.out.exists()
+
+
 def test_other_settings_are_other_units(tmp_path: Path) -> None:
     bench(tmp_path, size=1).run({"a": lambda seed: {"t": 1.0}})
     other = bench(tmp_path, size=2)

@@ -81,6 +81,8 @@ class Coordinator:
         self.stopping = False
         self._ending = False
         self._all_joined = False
+        #: Servers that have yet to hear of a worker's death, with its rank.
+        self._untold: list[tuple[str, int]] = []
         self._asked_to_stop = asked_to_stop
         self.saves = Saves(folder.path / "checkpoints", config, savers(members, config))
         self.done: dict[str, Mapping[str, Any]] = {}
@@ -203,21 +205,30 @@ class Coordinator:
             if gone.name in self.done or (self._ending and gone.code == 0):
                 continue
             self.folder.event("died", process=gone.name, pid=gone.pid, code=gone.code)
-            together = not self._all_joined or not self._apart
+            together = self._ending or not self._all_joined or not self._apart
             if not together and may_go(gone.name, self.config, self.done):
                 self._go_on_without(gone)
             else:
                 self._failures.died(gone)
+        self._tell_of_the_dead()
 
     def _go_on_without(self, gone: Any) -> None:
         """Tell the servers that a worker has died; what it did before counts."""
         self.progress.say(f"{gone} at step {self.board.last_step[gone.name]}; going on without it")
         self.done[gone.name] = totals_of_the_dead(gone.name, self.board)
         rank = int(gone.name.split()[1])
-        for name in self.members:
-            if name.startswith("server"):
+        self._untold += [(name, rank) for name in self.members if name.startswith("server")]
+
+    def _tell_of_the_dead(self) -> None:
+        """Tell servers which workers have died; one that cannot hear it is told at the next look."""
+        untold, self._untold = self._untold, []
+        for name, rank in untold:
+            try:
                 with self.link.traffic.counting(TELEMETRY):
-                    self.link.send(name, Message("gone", meta={"rank": rank}))
+                    self.link.send(name, Message("gone", meta={"rank": rank}), timeout_s=0.2)
+            except LinkTimeoutError:
+                # it may be busy, or gone itself, which the next look finds
+                self._untold.append((name, rank))
 
     def _raise_root_cause(self) -> None:
         """Hear everybody's last words, then raise the failure that most likely caused the others.
