@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,17 @@ from benchmarks.tasks import FOLDER
 GUARD: Table = {"name": "loss_guard", "min_losses": 4}
 
 
-#: Tried on validation data.
+#: Tried on validation data, with the bits of ``coded``: all exchange about as often.
 REPLAYS: dict[str, Table] = {
     "3 repeats": {"repeats": 3},
     "7 repeats": {"repeats": 7},
+    "every 5th, begun late": {"every": 5, "begin": "loss_fallen"},
+}
+#: As many bytes from fewer bits and more exchanges.
+MIXES: dict[str, tuple[int, Table]] = {
+    "3 bits, every 4th, begun late": (3, {"every": 4, "begin": "loss_fallen"}),
+    "2 bits, every 2nd": (2, {"every": 2}),
+    "2 bits, every 3rd, begun late": (2, {"every": 3, "begin": "loss_fallen"}),
 }
 
 
@@ -280,40 +287,57 @@ class _Coast:
 
     def _coded(self, name: str, seeds: Sequence[int]) -> None:
         section = self.settings["coded"]
-        task, every = _task(name), int(section["every"])
-        codec = {"codec": dict.fromkeys(("forward", "backward"), f"quantise:{section['bits']}")}
-        steps = _steps(task)
-        less = {**task, "train": {"steps": -(-steps // every)}, **codec}
-        where = f"{name}, replay and {section['bits']} bits"
+        task, every, bits = _task(name), int(section["every"]), int(section["bits"])
+        less = {**task, "train": {"steps": -(-_steps(task) // every)}, **_codec(bits)}
+        where = f"{name}, replay and {bits} bits"
+        mixed = f"{name}, replay and fewer bits"
         tries = {
-            key: {**task, "protocol": {"name": "replay", "every": every, **table}, **codec}
+            key: {**task, "protocol": {"name": "replay", "every": every, **table}, **_codec(bits)}
             for key, table in REPLAYS.items()
         }
-        chosen = best(
-            self.bench,
-            {key: (f"{where}: {key}, tried", _tried(sections)) for key, sections in tries.items()},
-            self.settings["trial_seeds"][:1],
-        )
+        mixes = {
+            key: {**task, "protocol": {"name": "replay", **table}, **_codec(few)}
+            for key, (few, table) in MIXES.items()
+        }
+        chosen = self._best_of(where, tries)
+        vanilla, arms = f"{where}: vanilla", {f"{where}: {chosen}": tries[chosen]}
+        if not self.bench.tiny:
+            mix = self._best_of(mixed, mixes)
+            arms[f"{mixed}: {mix}"] = mixes[mix]
         self.bench.run(
             {
-                f"{where}: vanilla": _arm(task),
-                f"{where}: {chosen}": _arm(tries[chosen]),
+                vanilla: _arm(task),
+                **{key: _arm(sections) for key, sections in arms.items()},
                 f"{where}: train_less": _arm(less),
             },
             seeds,
         )
         asked = {"pair_sum": -1.5, "fashion_mnist_lenet": -1.0}.get(name)
-        replay, vanilla = f"{where}: {chosen}", f"{where}: vanilla"
-        self._differ(f"{where}: against vanilla", replay, vanilla, asked)
-        self._differ(f"{where}: against train_less", replay, f"{where}: train_less", None)
-        self.figures[f"{where}: fewer bytes"] = Figure(
-            None, "at_least", "ratio_of_means", "bytes", vanilla, replay
+        for arm in arms:
+            at = arm.rpartition(":")[0]
+            self._differ(f"{at}: against vanilla", arm, vanilla, asked)
+            self._differ(f"{at}: against train_less", arm, f"{where}: train_less", None)
+            self.figures[f"{at}: fewer bytes"] = Figure(
+                None, "at_least", "ratio_of_means", "bytes", vanilla, arm
+            )
+
+    def _best_of(self, where: str, tries: Mapping[str, Sections]) -> str:
+        """Return which does best on validation data with one seed that is not reported."""
+        return best(
+            self.bench,
+            {key: (f"{where}: {key}, tried", _tried(sections)) for key, sections in tries.items()},
+            self.settings["trial_seeds"][:1],
         )
 
 
 def _steady(rounds: Rounds) -> Table:
     """Return a guard whose horizon never changes, so that bytes stay what they are."""
     return {**GUARD, "min_horizon": rounds.horizon, "max_horizon": rounds.horizon}
+
+
+def _codec(bits: int) -> Sections:
+    """Return what quantises both ways."""
+    return {"codec": dict.fromkeys(("forward", "backward"), f"quantise:{bits}")}
 
 
 def _task(name: str) -> Sections:

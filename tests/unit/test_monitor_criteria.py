@@ -12,6 +12,7 @@ from freewheel.errors import ConfigError
 from freewheel.monitors import Monitor, criteria
 from freewheel.monitors.expected_gain import ExpectedGain, speedup
 from freewheel.monitors.gradients import GradientDiversity, GradientNoise, gradient_evidence
+from freewheel.monitors.loss_fallen import LossFallen
 from freewheel.monitors.losses import LossPoints
 from freewheel.monitors.relative_change import RelativeChange
 from freewheel.monitors.slope import Slope, fit_line
@@ -311,3 +312,24 @@ def test_compositions_nest() -> None:
 def test_settings_out_of_range_are_refused(name: str, settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         criteria.create(name, settings)
+
+
+# --- the loss has left where it started ---------------------------------------------------------
+
+
+def test_loss_fallen_compares_the_last_losses_with_the_first() -> None:
+    losses = [4.0, 2.0, 3.0, 3.0, 3.0, 2.0, 1.0, 0.5]  # first two: 6; two at a time: 6, 6, 5, 3
+    assert switched_at(LossFallen(share=0.5, window=2), losses) == 6
+    assert switched_at(LossFallen(share=0.25, window=2), losses) == 7
+    assert switched_at(LossFallen(share=0.2, window=2), losses) is None
+
+
+@pytest.mark.parametrize("level", [0.0, -2.0])
+def test_loss_fallen_never_fires_without_a_level_to_fall_from(level: float) -> None:
+    assert switched_at(LossFallen(window=2), [level] * 3 + [level - 5.0] * 9) is None
+
+
+def test_loss_fallen_stays_fired_when_the_loss_rises_again() -> None:
+    rule = LossFallen(share=0.5, window=1)
+    verdicts = [rule.observe(step, {"loss": loss}).verdict for step, loss in enumerate([2, 1, 9])]
+    assert verdicts == ["unsure", "switch", "switch"]

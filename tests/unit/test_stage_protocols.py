@@ -109,11 +109,22 @@ def test_replay_without_a_guard_never_announces_again() -> None:
     assert [done(machine, clock, 10.0**clock) for clock in (3, 5, 7)] == [()] * 3
 
 
+def test_replay_begins_when_its_criterion_says_so() -> None:
+    begin = {"name": "loss_fallen", "share": 0.5, "window": 2}
+    machine: Any = protocols.create("replay", {"every": 4, "begin": begin}).central()
+    told = [done(machine, clock, loss) for clock, loss in enumerate([2.0, 2.0, 1.9, 1.1], 1)]
+    assert told == [()] * 4, "3.0 of 4.0 is more than half"
+    assert machine.verdict.verdict == "stay"
+    assert done(machine, 5, 0.9) == (Plan(5, (Replay(3), Sync(1))),)
+    assert [done(machine, clock, 9.0) for clock in (9, 13)] == [()] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("coast", {"real": 2, "horizon": 3, "guard": {"name": "loss_guard", "min_losses": 2}}),
         ("replay", {"every": 2, "guard": {"name": "loss_guard", "min_losses": 2}}),
+        ("replay", {"every": 2, "begin": {"name": "loss_fallen", "share": 0.9, "window": 3}}),
     ],
 )
 def test_a_state_goes_through_json_and_goes_on_the_same(
@@ -148,3 +159,7 @@ def test_bad_settings_of_coast(settings: dict[str, Any], text: str) -> None:
 def test_bad_settings_of_replay() -> None:
     with pytest.raises(ConfigError, match="loss_guard"):
         protocols.create("replay", {"guard": "loss_gard"})
+    with pytest.raises(ConfigError, match="loss_fallen"):
+        protocols.create("replay", {"begin": "loss_falen"})
+    with pytest.raises(ConfigError, match=r"share must lie in \(0, 1\), got 2"):
+        protocols.create("replay", {"begin": {"share": 2}})

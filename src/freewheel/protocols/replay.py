@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from freewheel.monitors import Monitor, Verdict, monitors
+from freewheel.monitors import Monitor, Verdict, criteria, monitors
 from freewheel.protocols.base import Action, Event, Protocol, StepDone
 from freewheel.protocols.card import Card
 from freewheel.protocols.checks import at_least
@@ -15,6 +15,7 @@ from freewheel.protocols.replicas import Layout
 from freewheel.protocols.stages import Plan, Sync
 from freewheel.protocols.stages import Replay as ReplayRound
 from freewheel.protocols.vanilla import Silent
+from freewheel.registry import Registry
 
 
 @protocols.register("replay")
@@ -26,7 +27,9 @@ class Replay(Protocol):
     ``window`` exchanges, and takes ``repeats`` steps on them for each exchange. An upstream stage
     weighs a kept gradient by the cosine similarity of what it would send now and what it sent
     then, and not at all below ``similarity``. With a guard, an exchange whose loss it doubts is
-    taken for a drift of the data: all stages forget what they kept before it.
+    taken for a drift of the data: all stages forget what they kept before it. With ``begin``, every
+    batch is exchanged until that criterion fires: a network that has learnt nothing yet has no
+    gradients worth keeping, and replayed ones can switch all units of a stage off for good.
 
     Waits for: as vanilla, every ``every`` steps. Messages per step: 2 (S - 1) M / every; bytes per
     step: 2 (S - 1) A / every. A death: as vanilla. Exact: ``every = 1, repeats = 0``.
@@ -38,6 +41,8 @@ class Replay(Protocol):
         similarity: cosine below which a kept gradient is not used, in [-1, 1].
         guard: a monitor by name, or a table of its name and settings, that judges the loss of each
             exchange, such as ``loss_guard``; None: nothing is forgotten but the oldest.
+        begin: a criterion by name, or a table, such as ``loss_fallen``, that says when to begin;
+            None: after the first exchange.
 
     Raises:
         ValueError: a setting is out of range.
@@ -57,6 +62,7 @@ class Replay(Protocol):
     window: int = 8
     similarity: float = 0.5
     guard: str | Mapping[str, Any] | None = None
+    begin: str | Mapping[str, Any] | None = None
 
     name: ClassVar[str] = "replay"
     layout: ClassVar[Layout] = "pipeline"
@@ -81,15 +87,16 @@ class Replay(Protocol):
             at_least("repeats", self.repeats, 0)
         if not -1.0 <= self.similarity <= 1.0:
             raise ValueError(f"similarity is a cosine, in [-1, 1], got {self.similarity}")
-        if self.guard is not None:
-            self.make_guard()
+        self.make_guard()
+        self.make_begin()
 
     def make_guard(self) -> Monitor | None:
         """Return a new guard, or None."""
-        if self.guard is None:
-            return None
-        table = {"name": self.guard} if isinstance(self.guard, str) else dict(self.guard)
-        return monitors.create(str(table.pop("name", "loss_guard")), table)
+        return _made(monitors, self.guard, "loss_guard")
+
+    def make_begin(self) -> Monitor | None:
+        """Return a new criterion that says when to begin, or None."""
+        return _made(criteria, self.begin, "loss_fallen")
 
     @property
     def num_repeats(self) -> int:
@@ -105,8 +112,17 @@ class Replay(Protocol):
         return ReplayCentral(self) if self.every > 1 else None
 
 
+def _made(
+    registry: Registry[Monitor], asked: str | Mapping[str, Any] | None, usual: str
+) -> Monitor | None:
+    if asked is None:
+        return None
+    table = {"name": asked} if isinstance(asked, str) else dict(asked)
+    return registry.create(str(table.pop("name", usual)), table)
+
+
 class ReplayCentral:
-    """Announces, after the first exchange, the plan that repeats from then on.
+    """Announces, once it is time to begin, the plan that repeats from then on.
 
     A plan that is announced anew empties what stages have kept: that is how a drift is answered.
     """
@@ -114,15 +130,20 @@ class ReplayCentral:
     def __init__(self, protocol: Replay) -> None:
         self._every = protocol.every
         self._guard = protocol.make_guard()
+        self._begin = protocol.make_begin()
         self._announced = False
         #: What the guard said of the last exchange, for the log.
         self.verdict: Verdict | None = None
 
     def on(self, event: Event, /) -> Sequence[Action]:
-        """Announce the plan after the first step, and again where the data has drifted."""
+        """Announce the plan when it is time, and again where the data has drifted."""
         if not isinstance(event, StepDone):
             return ()
         self.verdict = None
+        if self._begin is not None and not self._announced:
+            self.verdict = self._begin.observe(event.clock, event.evidence)
+            if self.verdict.verdict != "switch":
+                return ()
         drifted = False
         if self._guard is not None:
             # "jumped" tells a guard to judge a loss; one with a horizon can once that is above 0
@@ -142,6 +163,7 @@ class ReplayCentral:
         return {
             "announced": self._announced,
             "guard": None if self._guard is None else self._guard.state_dict(),
+            "begin": None if self._begin is None else self._begin.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
@@ -149,3 +171,5 @@ class ReplayCentral:
         self._announced = bool(state["announced"])
         if self._guard is not None:
             self._guard.load_state_dict(state["guard"])
+        if self._begin is not None:
+            self._begin.load_state_dict(state["begin"])

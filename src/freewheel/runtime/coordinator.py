@@ -220,7 +220,7 @@ class Coordinator:
         self._untold += [(name, rank) for name in self.members if name.startswith("server")]
 
     def _tell_of_the_dead(self) -> None:
-        """Tell servers which workers have died; one that cannot hear it is told at the next look."""
+        """Tell servers which workers have died; whoever cannot hear it is told at the next look."""
         untold, self._untold = self._untold, []
         for name, rank in untold:
             try:
