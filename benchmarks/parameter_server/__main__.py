@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import ROOT, Benchmark, Figure, Metrics
+from benchmarks.parameter_server import hosts
 from freewheel.protocols import protocols
 from freewheel.simulate import Budget, Compute, CostOnly, Simulation, Stragglers
 
 OURS = "freewheel asp"
+PUSH_8_BITS = "error_feedback+quantise:8"
 RAY = ROOT / "work" / "ray" / "bin" / "python"
 #: How many times a peer's updates per second are asked, by hidden units.
 ASKED = {63: 3.0, 1258: 2.0, 12579: 1.0}
@@ -49,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures[f"push and pull against the bound, {hidden} hidden"] = Figure(
             0.6, "at_least", "ratio_of_medians", "updates_per_s", ours, bound
         )
+    for hidden, warmup, updates in bench.settings["hosts_sizes"]:
+        given = ["--hidden", str(hidden), "--warmup", str(warmup), "--updates", str(updates)]
+        given += ["--workers", str(bench.settings["workers"])]
+        figures |= _on_hosts(bench, given, hidden)
     steps = bench.settings["virtual_steps"]
     paced = {"asp": {}, "ssp": {"staleness": 4}, "bsp": {}}
     bench.run({name: partial(_paced, name, own, steps) for name, own in paced.items()})
@@ -58,6 +64,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     bench.write(figures)
     return 0
+
+
+def _on_hosts(bench: Benchmark, given: Sequence[str], hidden: int) -> dict[str, Figure]:
+    """Measure servers and workers on hosts of their own, over links of a stated rate."""
+    rate, workers = bench.settings["hosts_rate_mbit"], bench.settings["workers"]
+    what = f"{(795 * hidden + 10) / 1000:,.0f}k parameters, hosts at {rate} Mbit/s"
+    peer = f"rpc_server, {what}"
+    codecs = {OURS: {}, f"{OURS}, 8 bits": {"push": PUSH_8_BITS, "pull": "quantise:8"}}
+    arms = {
+        f"{name}, {what}": partial(hosts.ours, given, workers, rate, codec)
+        for name, codec in codecs.items()
+    }
+    bench.run({**arms, peer: partial(hosts.rpc, given, workers, rate)})
+    return {
+        f"updates/s against rpc_server, {name}": Figure(
+            None if bench.tiny else 1.5,
+            "at_least",
+            "ratio_of_medians",
+            "updates_per_s",
+            name,
+            peer,
+        )
+        for name in arms
+    }
 
 
 def _ours(given: Sequence[str], workers: int, seed: int) -> Metrics:

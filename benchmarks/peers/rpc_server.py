@@ -33,12 +33,24 @@ def push_and_pull(gradients: list[Tensor], hidden: int, seed: int) -> list[Tenso
         return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def _rank(rank: int, given: Namespace, port: int, found: mp.SimpleQueue) -> None:
+def _local_rank(rank: int, given: Namespace, port: int, found: mp.SimpleQueue) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    seconds = _rank(rank, given)
+    if rank:
+        found.put(seconds)
+
+
+def _rank(rank: int, given: Namespace) -> float:
+    """Serve as rank 0, else work; return the seconds of the timed updates."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TP_SOCKET_IFNAME="lo")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=4, rpc_timeout=120)
+    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"]
+    seconds = 0.0
+    # pinned to sockets, as between machines: else it finds shared memory, also between the hosts
+    # of a network lab
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=4, rpc_timeout=120, _transports=["uv"], _channels=["basic"]
+    )
     name = "server" if rank == 0 else f"worker{rank}"
     rpc.init_rpc(name, rank=rank, world_size=given.workers + 1, rpc_backend_options=options)
     if rank:
@@ -55,18 +67,27 @@ def _rank(rank: int, given: Namespace, port: int, found: mp.SimpleQueue) -> None
                 for parameter, value in zip(parameters, pulled, strict=True):
                     parameter.copy_(value)
 
-        found.put(seconds_of(step, given.warmup, given.updates))
+        seconds = seconds_of(step, given.warmup, given.updates)
     rpc.shutdown()
+    return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run server and workers to the end; print the JSON line."""
-    given = parser("a parameter server by PyTorch RPC").parse_args(argv)
+    """Run server and workers to the end; print the JSON line.
+
+    With ``--one-rank`` run the rank that the environment names, and print its seconds instead.
+    """
+    arguments = parser("a parameter server by PyTorch RPC")
+    arguments.add_argument("--one-rank", action="store_true", help="RANK, among hosts")
+    given = arguments.parse_args(argv)
+    if given.one_rank:
+        print(_rank(int(os.environ["RANK"]), given), flush=True)
+        return 0
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     found = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(_rank, (given, port, found), nprocs=given.workers + 1)
+    mp.spawn(_local_rank, (given, port, found), nprocs=given.workers + 1)
     report([found.get() for _ in range(given.workers)], given.updates)
     return 0
 
