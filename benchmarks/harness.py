@@ -22,6 +22,7 @@ meets all of them. Each finished unit (one arm, one seed) is appended to
 An arm that raises is recorded with its error, as a row of the table; ``--retry-failed`` takes it
 again, ``--fresh`` takes all again, and ``--go-on`` takes over what the results file of another
 machine holds under the same settings: for accuracies and virtual time, not for seconds.
+``--seeds N`` takes the first N seeds only; the results say so.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class Benchmark:
         parser.add_argument("--fresh", action="store_true", help="forget the units done before")
         parser.add_argument("--retry-failed", action="store_true", help="take failed units again")
         parser.add_argument("--go-on", action="store_true", help="keep what the results file holds")
+        parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
         given = parser.parse_args(arguments)
         about, seeds, settings = read_settings(ROOT / name / "benchmark.toml", tiny=given.tiny)
         form = f"{name}.tiny" if given.tiny else name
@@ -141,12 +143,12 @@ class Benchmark:
         return cls(
             name,
             settings,
-            seeds=seeds,
+            seeds=seeds[: given.seeds],
             work=work,
             out=given.out or default,
             tiny=given.tiny,
             about=about,
-            command=f"python -m benchmarks.{name} --tiny" if given.tiny else "",
+            command=_command(name, given.tiny, given.seeds),
             retry_failed=given.retry_failed,
             go_on=given.go_on,
         )
@@ -308,6 +310,13 @@ def _read(work: Path) -> list[Unit]:
             with suppress(json.JSONDecodeError, TypeError):
                 units.append(Unit(**json.loads(line)))
     return units
+
+
+def _command(name: str, tiny: bool, num_seeds: int | None) -> str:
+    if tiny:
+        return f"python -m benchmarks.{name} --tiny"
+    few = "" if num_seeds is None else f' ARGS="--seeds {num_seeds}"'
+    return f"make bench NAME={name}{few}"
 
 
 def _published(out: Path, settings: Mapping[str, Any], fingerprint: str) -> Iterator[Unit]:

@@ -1,4 +1,4 @@
-"""Runs a worker's script on the host of its rank in a network lab: ``freewheel launch`` starts this.
+"""Runs a script on the host of its rank in a network lab, started by ``freewheel launch``.
 
 Servers and the launcher are on host 0, worker r is on host r + 1. Arguments: the names of the
 hosts' namespaces as JSON, the script, and the script's own arguments.

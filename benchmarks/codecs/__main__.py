@@ -12,14 +12,14 @@ FOUR, VANILLA = "4 bits", "vanilla"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare on all tasks and write the results."""
+    """Compare on all tasks; the results file is written after each."""
     bench = from_command("codecs", argv)
     figures: dict[str, Figure] = {}
     for task in bench.settings["tasks"]:
         table = compared(bench, plan_of(task, tuple(bench.seeds)))
         bench.run(measures(table, task))
         figures |= dict(_figures(bench, task, table))
-    bench.write(figures)
+        bench.write(figures)
     return 0
 
 

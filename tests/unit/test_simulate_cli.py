@@ -80,7 +80,7 @@ def test_writes_a_run_folder_like_train(file: Path) -> None:
     assert sum(row["samples"] for row in steps) == summary["samples"]
     assert [row["virtual_s"] for row in steps] == sorted(row["virtual_s"] for row in steps)
     by_process = Counter(row["process"] for row in steps)
-    assert by_process["replica 3"] < by_process["replica 0"]
+    assert by_process["worker 3"] < by_process["worker 0"]
     events = rows(summary, "events.jsonl")
     assert [e["step"] for e in events if e["event"] == "evaluated"] == [3, 6, 6]
     arrivals = [from_row(row) for row in rows(summary, "arrivals.jsonl")]
@@ -120,7 +120,7 @@ def test_deaths_and_joins(file: Path) -> None:
     summary = call(file, "--death", "0@0.035", "--join", "2@0.02", "--detect-ms", "10")
     events = rows(summary, "events.jsonl")
     assert {"died", "joined", "left"} <= {event["event"] for event in events}
-    assert any(row["process"] == "replica 2" for row in rows(summary, "metrics.jsonl"))
+    assert any(row["process"] == "worker 2" for row in rows(summary, "metrics.jsonl"))
 
 
 def test_all_reduce_and_the_link_of_the_file(file: Path) -> None:

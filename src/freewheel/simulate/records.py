@@ -26,6 +26,7 @@ class Recorder(Observer):
         num_workers: N.
         evaluate: returns metrics of the server's parameters by name.
         say: is called with a line for a person after each evaluation.
+        role: of the simulated processes: ``"worker"`` beside servers, else ``"replica"``.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class Recorder(Observer):
         num_workers: int,
         evaluate: Callable[[], dict[str, float]],
         say: Callable[[str], None],
+        role: str = "worker",
     ) -> None:
         self.folder = folder
+        self._role = role
         self.run: Simulation | None = None
         self.evaluations: list[dict[str, Any]] = []
         self.train_loss: float | None = None
@@ -61,7 +64,7 @@ class Recorder(Observer):
         self._before[worker.rank] = now
         wait_s = now["wait_s"] - before["wait_s"]
         row: dict[str, Any] = {
-            "process": f"replica {worker.rank}",
+            "process": f"{self._role} {worker.rank}",
             "step": worker.clock,
             "clock": worker.clock,
             "version": worker.version,
@@ -92,7 +95,7 @@ class Recorder(Observer):
         push = drop.push
         self.folder.event(
             "dropped",
-            process=f"replica {push.worker}",
+            process=f"{self._role} {push.worker}",
             clock=push.clock,
             based_on=push.based_on,
             reason=drop.reason,
@@ -104,7 +107,7 @@ class Recorder(Observer):
         if what == "reduced":
             return
         if "rank" in facts:
-            facts = {"process": f"replica {facts.pop('rank')}", **facts}
+            facts = {"process": f"{self._role} {facts.pop('rank')}", **facts}
         self.folder.event(what, **facts, virtual_s=now_s)
 
     def evaluate(self, step: int, version: int) -> dict[str, float]:

@@ -143,9 +143,9 @@ def simulate(
     if "validation_loss" in getattr(protocol, "needs", ()):
         validate = _validation(config, pieces, source, training, virtual.cost_only)
     folder = RunFolder.create(config)
-    recorder = Recorder(
-        folder, 0 if virtual.cost_only else config.eval.every, num_workers, score, say
-    )
+    every = 0 if virtual.cost_only else config.eval.every
+    role = "replica" if config.layout.kind == "replicas" else "worker"
+    recorder = Recorder(folder, every, num_workers, score, say, role)
     say(f"{folder.path}: {protocol.name}, {num_workers} workers in virtual time, {source.name}")
     try:
         simulation = Simulation(
