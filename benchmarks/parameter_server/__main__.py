@@ -51,6 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures[f"push and pull against the bound, {hidden} hidden"] = Figure(
             0.6, "at_least", "ratio_of_medians", "updates_per_s", ours, bound
         )
+    for hidden, warmup, updates in bench.settings["memory_sizes"]:
+        given = ["--hidden", str(hidden), "--warmup", str(warmup), "--updates", str(updates)]
+        given += ["--workers", str(bench.settings["workers"]), "--adam"]
+        name = f"server with Adam, {hidden} hidden"
+        bench.run({name: partial(_ours, given, bench.settings["workers"])})
+        # parameters and two moments; of each worker a push and a pull on their way
+        most = 3.0 + 2.0 * bench.settings["workers"]
+        figures[f"server memory with Adam over parameters, {hidden} hidden"] = Figure(
+            most, "at_most", "median", "server_memory_over_parameters", name
+        )
     for hidden, warmup, updates in bench.settings["hosts_sizes"]:
         given = ["--hidden", str(hidden), "--warmup", str(warmup), "--updates", str(updates)]
         given += ["--workers", str(bench.settings["workers"])]
@@ -100,8 +110,13 @@ def _ours(given: Sequence[str], workers: int, seed: int) -> Metrics:
         ]
         _run(command)
         seconds = [float((Path(folder) / str(rank)).read_text()) for rank in range(workers)]
+        beyond_mb = float((Path(folder) / "server_mb").read_text())
     updates = int(given[given.index("--updates") + 1])
-    return {"updates_per_s": workers * updates / max(seconds)}
+    model_mb = 4 * (795 * int(given[given.index("--hidden") + 1]) + 10) / 2**20
+    return {
+        "updates_per_s": workers * updates / max(seconds),
+        "server_memory_over_parameters": 1.0 + beyond_mb / model_mb,
+    }
 
 
 def _theirs(peer: str, given: Sequence[str], seed: int) -> Metrics:
