@@ -15,12 +15,10 @@ def main() -> int:
         raise ConfigError(f"{JOB_VARIABLE} is not set; this module is started by freewheel itself")
     from freewheel.launch.roles import work_of
     from freewheel.models.stepping import leave_compiler_out
-    from freewheel.runtime.memory import keep_freed_memory
     from freewheel.runtime.pieces import Given
     from freewheel.runtime.worker import run_worker
 
     leave_compiler_out()
-    keep_freed_memory()
     return run_worker(job, work_of(Given()))
 
 

@@ -17,6 +17,7 @@ from freewheel.config import Config, load_config
 from freewheel.errors import EXIT_BUG, EXIT_OK, FreewheelError, LinkTimeoutError
 from freewheel.runtime.job import Job
 from freewheel.runtime.links import open_link
+from freewheel.runtime.memory import keep_freed_memory
 from freewheel.runtime.servers.served import hosted_by
 from freewheel.transport.base import COORDINATOR, TELEMETRY, Interrupted, Link, Message
 
@@ -33,6 +34,7 @@ def run_worker(job: Job, work: Work) -> int:
     """
     config = load_config(Path(job.run_dir) / "config.toml")
     _limit(config)
+    keep_freed_memory()
     hosted = hosted_by(job, config)
     if hosted is None:
         return _live(job, config, work)
