@@ -70,11 +70,11 @@ class _Coast:
             self._cell(cell, ratios, self.bench.seeds, tuple(PREDICTORS))
             self._write()
             self._more_of(cell)
-        for cell, ratios in self.settings["few"].items():
-            self._cell(cell, ratios, few, FEW)
-            self._write()
         for task in self.settings["coded"]["tasks"]:
             self._coded(task, few)
+            self._write()
+        for cell, ratios in self.settings["few"].items():
+            self._cell(cell, ratios, few, FEW)
             self._write()
 
     def _more_of(self, cell: str) -> None:
