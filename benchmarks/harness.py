@@ -113,12 +113,15 @@ class Benchmark:
         canonical = json.dumps(self.settings, sort_keys=True).encode()
         self.fingerprint = hashlib.sha256(canonical).hexdigest()[:16]
         self._order: list[str] = []
-        known = [*(_published(out, self.settings, self.fingerprint) if go_on else ()), *_read(work)]
-        self._units = {
+        own = {
             (unit.arm, unit.seed): unit
-            for unit in known
+            for unit in _read(work)
             if unit.settings == self.fingerprint and not (unit.error and retry_failed)
         }
+        before = _published(out, self.settings, self.fingerprint) if go_on else ()
+        #: Of another machine, or of an earlier state of this one.
+        self._taken_over = {(unit.arm, unit.seed): unit for unit in before}
+        self._units = {**self._taken_over, **own}
 
     @classmethod
     def from_command(cls, name: str, argv: Sequence[str] | None = None) -> Benchmark:
@@ -221,6 +224,7 @@ class Benchmark:
             "versions": versions(),
             "load": {"before": loads[0] if loads else load()[0], "after": load()[0]},
             "took_s": round(sum(unit.took_s for unit in units), 1),
+            "taken_over": sum(unit in self._taken_over.values() for unit in units),
             "seeds": self.seeds,
             "settings": self.settings,
             "arms": arms,

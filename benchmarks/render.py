@@ -46,6 +46,11 @@ def render(files: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(parts)
 
 
+def _taken_over(results: Mapping[str, Any]) -> str:
+    count = results.get("taken_over", 0)
+    return f"; {count} units taken over from an earlier run on another machine" if count else ""
+
+
 def _section(results: Mapping[str, Any]) -> str:
     machine, load = results["machine"], results["load"]
     packages = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -54,7 +59,8 @@ def _section(results: Mapping[str, Any]) -> str:
         f"## {results['name']}\n",
         results["about"].strip() + "\n",
         f"- `{results['command']}`, {results['date'][:10]}, "
-        f"{len(results['seeds'])} repeats of each arm, {results['took_s']:,.0f} s",
+        f"{len(results['seeds'])} repeats of each arm, {results['took_s']:,.0f} s"
+        f"{_taken_over(results)}",
         f"- {machine['cores']} cores, {machine['cpu_model']}, {machine['memory_gib']} GiB, "
         f"{machine['system']}; {packages}",
         f"- load (1 minute) before {load['before']}, after {load['after']}, "

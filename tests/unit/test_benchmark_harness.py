@@ -150,7 +150,8 @@ def test_what_another_machine_published_is_taken_over_when_asked(tmp_path: Path)
         again.run({"a": count})
         assert taken == expected
         taken.clear()
-    assert first.out.exists()
+        again.out = tmp_path / "again.json"
+        assert again.write({})["taken_over"] == 3 - len(expected)
 
 
 def test_other_settings_are_other_units(tmp_path: Path) -> None:
